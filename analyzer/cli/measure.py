@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -139,6 +138,10 @@ def _open(target: str, values: dict[str, Any]) -> Iterator[Subject]:
 
     hardware = inspect_machine().hardware
     if "://" in target:
+        if values["generator"] != "tritune":
+            from analyzer.load.perf_analyzer import require_perf_analyzer
+
+            require_perf_analyzer()  # before a load test of ours, which may take long
         yield from _endpoint(target, values)
         return
     if values["generator"] != "tritune":
@@ -347,7 +350,7 @@ def _ours(subject: Subject, values: dict[str, Any]) -> dict[str, Any]:
         percentile=values["percentile"],
         confidence=values["confidence"],
     )
-    seed = values["seed"] if values["seed"] is not None else secrets.randbits(48)
+    seed = options.seed_or_drawn(values["seed"])
     load = LoadPlan(
         sla=sla,
         arrivals=parse_arrivals(values["arrivals"]),
@@ -374,7 +377,8 @@ def _ours(subject: Subject, values: dict[str, Any]) -> dict[str, Any]:
         if budget_ms is not None:
             certificate = judge_runs([test], session.logs, load, None)
     _tell(session.notes, values)
-    return build_load_test_entry(test, certificate=certificate, hardware=subject.hardware)
+    entry = build_load_test_entry(test, certificate=certificate, hardware=subject.hardware)
+    return entry | {"seed": seed}
 
 
 def _require_sent(values: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -82,6 +83,11 @@ SIZE_BYTES = Quantity("SIZE", units.parse_size_bytes, unit="B")
 MEMORY_BYTES = Quantity("SIZE", units.parse_size_bytes, unit="B", example="8GiB")
 PRICE_PER_HOUR = Quantity("PRICE", units.parse_price_per_hour, unit="/h")
 SEED = click.IntRange(0, 2**62)
+
+
+def seed_or_drawn(seed: int | None) -> int:
+    """``--seed``, or one drawn, which the answer tells."""
+    return secrets.randbits(48) if seed is None else seed
 
 
 class Percentile(click.ParamType[float]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from pathlib import Path
 from typing import Any
@@ -216,10 +215,7 @@ def search(**values: Any) -> int:
     from analyzer.cli.search_types import run_types_command
 
     chosen: SearchOptions = SearchOptions(
-        **{
-            **values,
-            "seed": values["seed"] if values["seed"] is not None else secrets.randbits(48),
-        },
+        **{**values, "seed": options.seed_or_drawn(values["seed"])},
         seed_given=values["seed"] is not None,
         started=started,
         command=options.command_line(click.get_current_context().obj or ()),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -161,6 +160,7 @@ def verify(study: str | None, **values: Any) -> int:
         say(f"Note: {note}")
     if not quiet:
         say(_claim_line(subject))
+    values["seed"] = options.seed_or_drawn(values["seed"])
     measured = _measure(subject, values, started=started, quiet=quiet)
     measured = replace(measured, notes=(*notes, *measured.notes))
     assert measured.certificate is not None
@@ -177,7 +177,7 @@ def verify(study: str | None, **values: Any) -> int:
             if "://" not in values["server"]:
                 _keep_speeds(store, verification)
     if values["as_json"]:
-        answer(json.dumps(verification_document(verification, subject)))
+        answer(json.dumps(verification_document(verification, subject) | {"seed": values["seed"]}))
     else:
         print_verification(verification, subject)
     return _EXIT_CODES[verification.verdict]
@@ -246,12 +246,11 @@ def _measure(
     from analyzer.targets.open import open_target
 
     claim = subject.claim
-    seed = values["seed"] if values["seed"] is not None else secrets.randbits(48)
     load = LoadPlan(
         sla=claim.sla,
         arrivals=parse_arrivals(claim.arrivals),
         request_batch_size=round(claim.request_batch_size),
-        seed=seed,
+        seed=values["seed"],
     )
     # Made-up inputs are the search's, one file in the cache; the arrivals alone are fresh.
     assets = Assets(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from analyzer.cluster.job_results import name_of
-from analyzer.measure.jobs import Job
+from analyzer.measure.jobs import Job, WorkerContext
 
 
 @runtime_checkable
@@ -15,6 +16,15 @@ class _Loads(Protocol):
 
     def unload_left(self) -> str:
         """Unloads what is left of it; why that failed, as a sentence, empty where it did not."""
+
+    def renamed(self) -> Callable[[WorkerContext], object]:
+        """The same work, whose model has another name there."""
+
+
+def for_another_worker(job: Job) -> Job:
+    """``job``, which was lost with its machine: that may still unload what it loaded."""
+    work: object = job.run
+    return job._replace(run=work.renamed()) if isinstance(work, _Loads) else job
 
 
 def unload_left(job: Job) -> None:

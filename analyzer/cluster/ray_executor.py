@@ -14,7 +14,7 @@ from typing import Self
 
 from analyzer.cluster import job_results
 from analyzer.cluster.job_queue import JobQueue
-from analyzer.cluster.left_behind import unload_left
+from analyzer.cluster.left_behind import for_another_worker, unload_left
 from analyzer.cluster.ray_lease import Device, Lease, choose_devices, find_devices
 from analyzer.cluster.ray_session import as_startup_error, ray_session
 from analyzer.domain.configuration import DeviceKind
@@ -282,7 +282,7 @@ class RayExecutor:
                 with self._lock:
                     self._running.discard(lease)
             if result.lost and not cancelled and self._may_run_again(job) and self._retire(lease):
-                self._queue.put_back(job)
+                self._queue.put_back(for_another_worker(job))
                 return
             with self._lock:
                 self._lost.pop(job.job_id, None)  # climbs of a configuration have one id

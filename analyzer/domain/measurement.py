@@ -118,6 +118,8 @@ class RateEvidence:
         lagged: Of its requests and of those over budget, what runs counted that broke the SLA and
             that the generator's lag made invalid: they speak against a PASS, and not for a FAIL.
         given_up: Claims of the rate that were given up: each keeps its part of the error.
+        seen: The largest inflation that its own runs showed where they showed more than the twin
+            expects; None where they did not.
     """
 
     rate_rps: float
@@ -130,6 +132,13 @@ class RateEvidence:
     higher: tuple[HigherRuns, ...] = ()
     lagged: tuple[int, int] = (0, 0)
     given_up: int = 0
+    seen: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long its runs lasted, those of ``higher`` included."""
+        higher_s = sum(of.requests / of.rate_rps for of in self.higher)
+        return self.requests / self.rate_rps + higher_s
 
     def for_lower(self) -> HigherRuns:
         """What lower rates may count of it; it has an inflation."""

@@ -92,7 +92,7 @@ def _missing_library(provider: Path) -> str:
     try:
         needed = sorted(set(_TENSORRT_LIBRARY.findall(provider.read_bytes())))
         told = subprocess.run(
-            [sys.executable, "-c", _LOAD, *(name.decode() for name in needed)],
+            [sys.executable, "-P", "-c", _LOAD, *(name.decode() for name in needed)],
             capture_output=True,
             text=True,
             timeout=_LOAD_TIMEOUT_S,

@@ -77,6 +77,18 @@ def read_model_config(folder: Path, name: str, settings: LoadSettings, override:
     return config
 
 
+def chosen_versions(folder: Path, config: Any) -> tuple[int, ...]:
+    """The versions of a model's folder that its policy selects, ascending.
+
+    Raises:
+        RepositoryError: There is none.
+    """
+    available = list_versions(folder)
+    if config.platform == "ensemble" and not available:
+        available = [1]  # Triton asks for a version folder; an ensemble has no file in it
+    return select_versions(config, available)
+
+
 def load_versions(
     folder: Path,
     config: Any,
@@ -97,10 +109,7 @@ def load_versions(
     ensemble = config.platform == "ensemble"
     if not ensemble:
         require_backend(config)
-    available = list_versions(folder)
-    if ensemble and not available:
-        available = [1]  # Triton asks for a version folder; an ensemble has no file in it
-    versions = select_versions(config, available)
+    versions = chosen_versions(folder, config)
     if settings.auto_complete and not ensemble:
         complete(
             config,

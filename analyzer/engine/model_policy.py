@@ -16,7 +16,7 @@ def policy_from_config(config: Any, *, instance_count: int) -> BatchingPolicy:
         return BatchingPolicy(max_batch_size=config.max_batch_size, instance_count=instance_count)
     return BatchingPolicy(
         max_batch_size=config.max_batch_size,
-        dynamic_batching=config.max_batch_size > 0,
+        dynamic_batching=True,
         preferred_batch_size=tuple(sorted(set(dynamic.preferred_batch_size))),
         max_queue_delay_us=dynamic.max_queue_delay_microseconds,
         instance_count=instance_count,

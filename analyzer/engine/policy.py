@@ -104,8 +104,9 @@ class BatchingPolicy:
         )
 
     def queue_policy(self, level: int) -> QueuePolicy:
-        """The policy of one priority level."""
-        return dict(self.priority_queue_policy).get(level, self.default_queue_policy)
+        """The policy of one priority level; without levels the default one, as in Triton."""
+        own = dict(self.priority_queue_policy) if self.priority_levels else {}
+        return own.get(level, self.default_queue_policy)
 
     @classmethod
     def from_configuration(cls, configuration: Configuration) -> BatchingPolicy:

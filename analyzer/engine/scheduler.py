@@ -289,14 +289,13 @@ class Scheduler:
         if self._delay_ns and self._limit > 1 and not payload.barred:
             while self._payloads:
                 head = self._payloads[0]
-                if (
-                    head.barred
-                    or now_ns - head.oldest_ns <= self._delay_ns
-                    or payload.size + head.size > self._limit
-                    or head.shape_key != payload.shape_key
-                ):
+                if head.barred or now_ns - head.oldest_ns <= self._delay_ns:
                     break
+                # It grows no more, also where it is not merged: Triton marks it as executing first.
                 head.closed = True
+                too_large = payload.size + head.size > self._limit
+                if too_large or head.shape_key != payload.shape_key:
+                    break
                 payload.tickets += head.tickets
                 payload.size += head.size
                 self._payloads.popleft()

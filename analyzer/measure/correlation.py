@@ -90,9 +90,9 @@ class Correlation:
     def _earlier_runs(self, rate_rps: float) -> list[HigherRuns]:
         """What earlier walks' runs came to, but for those of the claim that ``rate_rps`` is."""
         return [
-            known.for_lower()
+            replace(known.for_lower(), inflation=known.seen)
             for known in self._plan.earlier
-            if known.inflation is not None and not (known.claim and known.rate_rps == rate_rps)
+            if known.seen is not None and not (known.claim and known.rate_rps == rate_rps)
         ]
 
     def _own_runs(self) -> list[HigherRuns]:

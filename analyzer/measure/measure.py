@@ -161,8 +161,7 @@ def measure_edge(
 
 def _in_time(session: Session, load: LoadPlan, rate_rps: float, seconds: float) -> bool:
     """Whether the replies to a run's requests, of which there are a few at least, come in time."""
-    run_s = max(seconds, REQUESTS_MIN / rate_rps)
-    return run_s + load.sla.latency_budget_ms / 1e3 <= session.left_s
+    return max(seconds, REQUESTS_MIN / rate_rps) <= session.sending_s(load)
 
 
 def _edge_search(
@@ -330,7 +329,7 @@ def _proof_then_edge(
     left_s = min(certify.seconds - (session.seconds - before_s), left_s)
     if proven:
         # A run's last requests, and the end of the server.
-        spare_s = session.left_s - load.sla.latency_budget_ms / 1e3 - _ENDING_S
+        spare_s = session.sending_s(load) - _ENDING_S
         left_s = min(max(left_s, plan.run_seconds[1]), spare_s)
     known = [
         RateOutcome(

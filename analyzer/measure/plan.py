@@ -46,12 +46,15 @@ class LoadPlan:
         arrivals: The process that arrivals are drawn from.
         request_batch_size: Inferences in each request; a trace with sizes of its own has those.
         seed: The study's seed.
+        least_s: What proves a rate has run for so long, seconds: a machine's slow moments come no
+            sooner since requests do.
     """
 
     sla: Sla
     arrivals: ArrivalProcess
     request_batch_size: int = 1
     seed: int = 0
+    least_s: float = 0.0
 
     def batch_sizes(self) -> NDArray[np.int64]:
         """As :func:`request_batch_sizes` without a count."""

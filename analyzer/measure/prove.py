@@ -68,13 +68,15 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
 
     def needed(rate: float, claim: int, known: RateEvidence | None) -> float | None:
         supposed = rate / edge.at_least_rps if edge.at_least_rps else SUPPOSED_LOAD
-        return requests_needed(
+        further = requests_needed(
             sla,
             inflation=correlation.inflation(rate) or guessed_inflation(supposed),
             miss_rate=correlation.miss_rate(rate),
             claim=claim,
             known=known,
         )
+        lacking_s = load.least_s - (known.seconds if known is not None else 0.0)
+        return None if further is None else max(further, lacking_s * rate)
 
     def counts_below(known: RateEvidence, rate: float) -> bool:
         here, there = correlation.miss_rate(known.rate_rps), correlation.miss_rate(rate)
@@ -133,6 +135,9 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             )
             if not upheld(proven):
                 return replace(found, verdict="UNDECIDED")
+            if (lacking_s := load.least_s - proven.seconds) > 0.0:
+                missing = math.ceil(lacking_s * rate)
+                return replace(found, verdict="UNDECIDED", requests_missing=missing)
         return found
 
     # A first proof leaves time to climb; a supposed edge is a low one already, but may be far off.
@@ -166,8 +171,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             goes_on=answer_stands,
             requests_min=REQUESTS_MIN,
             answered_rps=lambda: answered_rps(session.tests[-1], session.logs[-1], REQUESTS_MIN),
-            # The replies to the last requests come up to a latency budget later.
-            left_s=lambda: session.left_s - sla.latency_budget_ms / 1e3,
+            left_s=lambda: session.sending_s(load),
             kept_s=plan.kept_s,
             later_s=plan.later_s,
         ),

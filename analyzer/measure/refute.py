@@ -151,11 +151,11 @@ class _Walk:
 
     def visit(self) -> None:
         """Makes the runs, as far as the session's time suffices."""
-        session, refute = self._session, self._refute
+        session, load, refute = self._session, self._load, self._refute
         for _ in range(refute.visits):
             for rate in refute.rates_rps:
                 seconds = max(refute.seconds, REQUESTS_MIN / rate)
-                if session.left_s < seconds:
+                if session.sending_s(load) < seconds:
                     return
                 lead_s = min(
                     relaxation_s(self._plan.twin, self._load, rate), _LEAD_IN_SHARE * seconds

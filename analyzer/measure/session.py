@@ -111,6 +111,10 @@ class Session(ABC):
     def left_s(self) -> float:
         """Seconds until the session must end."""
 
+    def sending_s(self, load: LoadPlan) -> float:
+        """Seconds in which requests may be sent: the last replies come a latency budget later."""
+        return self.left_s - load.sla.latency_budget_ms / 1e3
+
     @abstractmethod
     def warm_up(self, *, concurrency: int, seconds: float = 0.3) -> float:
         """A short closed loop, whose latencies are not kept; returns replies per second.

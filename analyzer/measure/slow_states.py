@@ -7,6 +7,7 @@ of any other one must have met it, or the PASS is taken back.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -140,6 +141,11 @@ def tenable(
             seen = test.conditions
     if stalls_too_long(study, sla, median_ms):
         return False
+    if certificate is not None and certificate.confidence < sla.confidence:
+        # Certified as the claim of fewer types of instances than the study has now.
+        enough = partial(passes, percentile=sla.percentile, confidence=sla.confidence)
+        if known is None or not enough(known):
+            return False
     times = watched_times(study, earlier_us)
     share = _evidence_met(measurement, rate_rps, seen, times, sla, slow_edge, response)
     return outweighs(known, share, sla)

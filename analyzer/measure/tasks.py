@@ -396,6 +396,10 @@ class MeasureTask:
         name = temporary_name(self.assets.model.name, self.configuration, self.token)
         return unload_left(self.server, name)
 
+    def renamed(self) -> MeasureTask:
+        """The same task, whose model has another name on a server that runs."""
+        return replace(self, token=secrets.token_hex(4))
+
     def measure(self, session: Session) -> Measurement:
         """The measurement on a session that is ready, with what the task knows of it."""
         measurement = measure_configuration(

@@ -14,7 +14,7 @@ from dataclasses import replace
 from analyzer.domain.load_test import Conditions, LoadTest
 from analyzer.domain.measurement import Certificate, RateEvidence
 from analyzer.measure.certify_goal import CertifyGoal
-from analyzer.stats.certificate import all_counts
+from analyzer.stats.certificate import OWN_SOURCES, all_counts
 
 Opening = tuple[RateEvidence | None, int]
 """What a claim begins with other than its walk's runs at its rate, and its number."""
@@ -94,6 +94,9 @@ def evidence_of(
     ]
     if known is not None:
         lagged.append(known.lagged)
+    seen = [known.seen if known is not None else None]
+    if certificate.inflation_source in OWN_SOURCES:
+        seen.append(certificate.inflation)
     return RateEvidence(
         rate_rps=rate_rps,
         requests=certificate.own_requests,
@@ -105,6 +108,7 @@ def evidence_of(
         higher=certificate.higher,
         lagged=(sum(count for count, _ in lagged), sum(late for _, late in lagged)),
         given_up=given_up,
+        seen=max(filter(None, seen), default=None),
     )
 
 

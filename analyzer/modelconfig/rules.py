@@ -316,11 +316,11 @@ def select_versions(proto: Any, available: Sequence[int]) -> tuple[int, ...]:
     chosen: list[int]
     if policy.HasField("specific"):
         chosen = sorted(set(policy.specific.versions) & set(ordered))
-    elif policy.HasField("all"):
-        chosen = ordered
-    else:
+    elif policy.HasField("latest"):
         newest = policy.latest.num_versions
         chosen = ordered[len(ordered) - min(newest, len(ordered)) :]
+    else:
+        chosen = ordered
     if not chosen:
         raise RepositoryError(
             f"at least one version must be available under the version policy of model "

@@ -10,11 +10,10 @@ from analyzer.report.charts import Charts, FrontPoint, Role
 from analyzer.report.figure_style import DOMINATED, NAMED_ROLES, ROLE_COLOURS, Figure, layout_of
 from analyzer.report.wording import (
     dollars,
-    floored,
     milliseconds,
     percent,
     percentile_name,
-    rate,
+    proven_rate,
     signed_percent,
     size,
 )
@@ -134,8 +133,8 @@ def _hover(point: FrontPoint, name: str) -> str:
     lines = [
         f"<b>{name}: {point.label}</b>" if named else f"<b>{point.label}</b>",
         f"edge {point.edge}",
-        f"certified {rate(floored(point.capacity_rps))}",
-        f"{milliseconds(point.latency_ms)} at {rate(floored(point.measured_at_rps))}",
+        f"certified {proven_rate(point.capacity_rps)}",
+        f"{milliseconds(point.latency_ms)} at {proven_rate(point.measured_at_rps)}",
         f"memory {size(point.memory_bytes)}",
     ]
     if point.cost_per_million is not None:
@@ -211,7 +210,7 @@ def stage_figure(charts: Charts) -> Figure | None:
             yaxis=_row_axis(len(bars)),
             hovermode="closest",
             annotations=[
-                _above(row, f"{names.get(bar.role, '')}at {rate(floored(bar.rate_rps))}", bar.label)
+                _above(row, f"{names.get(bar.role, '')}at {proven_rate(bar.rate_rps)}", bar.label)
                 for row, bar in enumerate(bars)
             ],
             legend={

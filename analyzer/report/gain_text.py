@@ -9,7 +9,14 @@ from analyzer.domain.refutation import lowest_late
 from analyzer.domain.sla import Sla
 from analyzer.domain.study import StudyResult
 from analyzer.report.entries import Entry, StudyReport
-from analyzer.report.wording import NOT_MEASURED, floored, interval, number, rate, times
+from analyzer.report.wording import (
+    NOT_MEASURED,
+    interval,
+    number,
+    proven_rate,
+    rate,
+    times,
+)
 
 # What a ratio above 1 is of; else what it is of, and what the recommendation then is not.
 _GAINS = {
@@ -44,7 +51,7 @@ def edge_text(edge: Edge, *, bounded: bool = True) -> str:
 def rate_text(measurement: Measurement) -> str:
     """The rate that a configuration carries and what says so: ``556 /s certified``."""
     if measurement.capacity_rps is not None:
-        return f"{rate(floored(measurement.capacity_rps))} certified"
+        return f"{proven_rate(measurement.capacity_rps)} certified"
     edge = edge_text(measurement.edge)
     if edge != NOT_MEASURED:
         return f"edge {edge}, not certified"

@@ -25,9 +25,9 @@ from analyzer.report.load_figure import load_figure
 from analyzer.report.page import render_template
 from analyzer.report.wording import (
     configuration_label,
-    floored,
     milliseconds,
     percent,
+    proven_rate,
     rate,
     size,
 )
@@ -119,9 +119,9 @@ def _table_row(measurement: Measurement, report: StudyReport) -> TableRow:
         label=configuration_label(measurement.configuration),
         role=role,
         edge=edge_text(measurement.edge, bounded=False),
-        certified=rate(floored(measurement.capacity_rps)),
+        certified=proven_rate(measurement.capacity_rps),
         latency=milliseconds(test.latency_ms.sla if test else None),
-        at=rate(floored(test.offered_rps if test else None)),
+        at=proven_rate(test.offered_rps if test else None),
         memory=size(memory_bytes(measurement)),
         accuracy=percent(accuracy.value if accuracy else None),
         predicted=rate(measurement.predicted.edge_rps),

@@ -9,7 +9,7 @@ from analyzer.report.charts import make_steps
 from analyzer.report.commands import study_command
 from analyzer.report.entries import StudyReport
 from analyzer.report.page import render_template
-from analyzer.report.wording import milliseconds, size
+from analyzer.report.wording import milliseconds, proven_rate, size
 
 # Rows that a page can be read with; the CSV has all.
 FRONT_SHOWN = 25
@@ -30,6 +30,7 @@ def render_markdown(report: StudyReport) -> str:
             "failures_shown": FAILURES_SHOWN,
             "memory_bytes": memory_bytes,
             "milliseconds": milliseconds,
+            "proven_rate": proven_rate,
             "size": size,
         },
         html=False,  # the filters escape what Markdown would read

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from analyzer.domain.measurement import OUT_OF_TIME
 from analyzer.domain.study import SearchSummary, StudyResult
 from analyzer.report.entries import StudyReport
 from analyzer.report.summary import Row, requirement
@@ -35,8 +36,10 @@ def sla_rows(result: StudyResult) -> list[Row]:
 
 def left_out_and_failed(report: StudyReport) -> tuple[int, int]:
     """How many variants were left out before anything was measured, and how many trials failed."""
-    left_out = sum(failure.leaves_out for failure in report.failures)
-    return left_out, max(report.result.search.failed - left_out, 0)
+    left_out = [failure for failure in report.failures if failure.leaves_out]
+    # What there was no time for is no failure in the search's own count.
+    counted = sum(failure.reason != OUT_OF_TIME for failure in left_out)
+    return len(left_out), max(report.result.search.failed - counted, 0)
 
 
 def variants(count: int) -> str:

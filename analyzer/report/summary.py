@@ -45,6 +45,7 @@ from analyzer.report.wording import (
     percentile_name,
     precision_label,
     price_per_hour,
+    proven_rate,
     rate,
     size,
 )
@@ -218,7 +219,7 @@ def _figures(report: StudyReport, entry: Entry) -> tuple[KeyFigure, ...]:
         KeyFigure(
             label=f"Latency, {percentile_name(sla.percentile)}",
             value=milliseconds(entry.latency_ms.sla),
-            note=f"at {rate(floored(entry.measured_at_rps))}; the budget is "
+            note=f"at {proven_rate(entry.measured_at_rps)}; the budget is "
             f"{milliseconds(sla.latency_budget_ms, GIVEN)}",
         ),
         KeyFigure(
@@ -273,7 +274,7 @@ def _measured_rows(entry: Entry, sla: Sla) -> tuple[Row, ...]:
     tail = percentile_name(sla.percentile)
     percentiles = {"p50": milliseconds(latency.p50), tail: milliseconds(latency.sla)}
     rows: list[Row] = [
-        ("measured at", rate(floored(entry.measured_at_rps))),
+        ("measured at", proven_rate(entry.measured_at_rps)),
         ("throughput", f"{number(test.throughput_ips if test else None)} inferences/s"),
         ("latency", ", ".join(f"{name} {value}" for name, value in percentiles.items())),
         ("errors", number(test.errors if test else None, 9)),
@@ -341,7 +342,7 @@ def _certified_text(measurement: Measurement) -> str:
     certificate = measurement.certificate
     if measurement.capacity_rps is None and certificate and certificate.verdict == "PASS":
         return f"none. {NOT_UPHELD}"
-    return rate(floored(measurement.capacity_rps))
+    return proven_rate(measurement.capacity_rps)
 
 
 def estimate_sentence(measurement: Measurement, sla: Sla) -> str:
@@ -364,7 +365,7 @@ def statement(measurement: Measurement, result: StudyResult) -> str:
         return estimate_sentence(measurement, sla)
     return (
         f"Certified with a confidence of {sla.confidence:g}: at "
-        f"{rate(floored(measurement.capacity_rps))} {requirement(sla)}."
+        f"{proven_rate(measurement.capacity_rps)} {requirement(sla)}."
     )
 
 
@@ -418,7 +419,7 @@ def _type_row(one: TypeEntry) -> Row:
     verdict = one.result.verdict or "failed"
     carried = "nothing certified"
     if proven:
-        carried = f"{rate(floored(measurement.capacity_rps))} certified"
+        carried = f"{proven_rate(measurement.capacity_rps)} certified"
     parts = [f"{verdict}: {carried}, edge {edge_text(measurement.edge)}"]
     if fleet is not None and fleet.machines is not None:
         parts.append(_machines(fleet.machines))

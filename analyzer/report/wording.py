@@ -51,6 +51,11 @@ def floored(value: float | None) -> float | None:
     return float(exact.quantize(Decimal(1).scaleb(-decimals), ROUND_FLOOR))
 
 
+def proven_rate(value: float | None) -> str:
+    """:func:`rate` of what was proven (:func:`floored`)."""
+    return rate(floored(value))
+
+
 def digits_apart(value: float, limit: float) -> int:
     """The digits, three and more, with which ``value`` does not read as ``limit``.
 

@@ -24,6 +24,10 @@ from analyzer.twin.speed_memory import SpeedMemory
 # one has told.
 _EMBEDDED_START_S = 1.2
 _OTHER_START_S = 2.2
+# What proves a rate has run for this share of the budget, at most so many seconds: of a model of
+# a millisecond at 9,500/s 1.2 s sufficed, which met no slow moment of the machine; in the next 15 s
+# runs at higher rates were 200 times as correlated (docs/decisions/050-what-higher-rates-met.md).
+_LEAST_SHARE, _LEAST_S = 1 / 15, 8.0
 # How long one wait for a result lasts; an interruption by the user is noticed in between.
 WAIT_S = 1.0
 
@@ -232,6 +236,7 @@ def make_context(
             arrivals=request.arrivals,
             request_batch_size=request.request_batch_size,
             seed=request.seed,
+            least_s=min(_LEAST_SHARE * request.budget_s, _LEAST_S),
         ),
         hardware=hardware,
         cores=cores,

@@ -92,7 +92,7 @@ def rough_proof_s(context: SearchContext, edge_rps: float) -> float:
     needed = requests_needed(
         context.request.sla, inflation=_ROUGH_INFLATION, miss_rate=0.0, claim=1
     )
-    return (needed or math.inf) / (SAFE_SHARE * edge_rps)
+    return max((needed or math.inf) / (SAFE_SHARE * edge_rps), context.load.least_s)
 
 
 def _first_edges(

@@ -204,7 +204,7 @@ class Screening:
                 claim=1,
             )
             if needed is not None:
-                found.append(needed / rate_rps)
+                found.append(max(needed / rate_rps, self.load.least_s))
         return min(found, default=None)
 
     def _ceiling_rps(self, configuration: Configuration) -> float:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from analyzer.engine.ensemble_steps import NEWEST, member_names
 from analyzer.engine.fault import Fault
 from analyzer.engine.loaded_model import LoadedModel
-from analyzer.engine.loader import LoadSettings, load_versions, read_model_config
+from analyzer.engine.loader import LoadSettings, chosen_versions, load_versions, read_model_config
 from analyzer.errors import AnalyzerError, RepositoryError, TargetCrashError, UsageError
 from analyzer.modelconfig.repository import (
     check_model_name,
@@ -29,7 +29,7 @@ from analyzer.modelconfig.repository import (
 )
 from analyzer.server.dependencies import dependents, members_first
 from analyzer.server.overrides import unpack_override
-from analyzer.server.slots import READY, IndexEntry, Slot
+from analyzer.server.slots import LOADING, READY, IndexEntry, Slot
 
 ControlMode = Literal["none", "poll", "explicit"]
 
@@ -284,12 +284,16 @@ class Repository:
                     # Without a configuration of its own, a load keeps the last one's, as in Triton.
                     same = config_json in (None, slot.config_json)
                     if same and slot.folder == found:
+                        self._load_members(name, slot.members, above)
                         return
                 config, override = self._read(name, folder, config_json, files or {})
                 polled = True
                 source = Path(override.name) / name if override is not None else folder
                 self._load_members(name, member_names(config), above)
                 self._log(f"loading: {name}")
+                if slot is None or not slot.versions:
+                    states = dict.fromkeys(chosen_versions(source, config), LOADING)
+                    self._put(name, Slot(states=states))
                 versions = load_versions(source, config, self._settings, self._resolve)
             except Exception as error:
                 if override is not None:
@@ -357,7 +361,9 @@ class Repository:
         for member in members:
             if member == name or member in above:
                 raise RepositoryError(f"ensemble '{name}' contains itself.")
-            if not self.ready(member):
+            loaded = self._slots.get(member)
+            # One that changed is loaded anew, as in Triton, but for one that was sent with a load.
+            if not self.ready(member) or (loaded is not None and loaded.folder is not None):
                 self._load(member, above=(*above, name))
 
     def _resolve(self, name: str, version: int) -> LoadedModel:

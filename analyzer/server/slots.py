@@ -13,6 +13,7 @@ State = Literal["READY", "UNAVAILABLE", "LOADING", "UNLOADING"]
 VersionState = tuple[State, str]  # with the reason; empty where there is none
 
 READY: VersionState = ("READY", "")
+LOADING: VersionState = ("LOADING", "")
 UNLOADING: VersionState = ("UNLOADING", "")
 UNLOADED: VersionState = ("UNAVAILABLE", "unloaded")
 

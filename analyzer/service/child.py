@@ -19,7 +19,7 @@ class Child:
 
     def __init__(self, task: keeper.Task) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "analyzer.service.keeper"],
+            [sys.executable, "-P", "-m", "analyzer.service.keeper"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -131,6 +131,7 @@ class JobFolder:
             "NUMBA_CACHE_DIR": str(self.work / _COMPILED),
             "TRITUNE_CACHE": str(self.work / _CACHE),
             "PYTHONPATH": search_path("PYTHONPATH", PACKAGE_ROOT),
+            "PYTHONSAFEPATH": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
             # Without a network, Ray warns that it did not find its own address by asking 8.8.8.8:
             # so it takes the loopback's, as it does where it is not for clusters by default.

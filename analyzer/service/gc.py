@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, exists, select
@@ -153,10 +154,15 @@ def _note_lost_files(database: Database, content: ContentStore, now: float) -> b
     return True
 
 
-def remove_unused_files(database: Database, content: ContentStore) -> tuple[int, int]:
+def remove_unused_files(
+    database: Database, content: ContentStore, *, goes_on: Callable[[], bool] = lambda: True
+) -> tuple[int, int]:
     """Files and bytes removed; each goes in the transaction that removes its row.
 
     None is where the folder is another database's: their rows alone would go.
+
+    Args:
+        goes_on: Asked after each transaction; what is left is for the next time.
     """
     files = size_bytes = 0
     with database.reading() as connection:
@@ -182,5 +188,5 @@ def remove_unused_files(database: Database, content: ContentStore) -> tuple[int,
                 connection.execute(delete(OBJECTS).where(OBJECTS.c.sha256 == row.sha256))
                 size_bytes += row.size_bytes
         files += len(rows)
-        if len(rows) < _AT_A_TIME:
+        if len(rows) < _AT_A_TIME or not goes_on():
             return files, size_bytes

@@ -294,6 +294,9 @@ def check_options(kind: str, options: Mapping[str, Any], limits: ServiceLimits) 
     if kind == "search" and "max_trials" not in options:
         arguments.append(f"--max-trials={limits.trials_max}")
     budget = str(options.get("budget", _BUDGET))
+    if "budget" not in options and units.parse_duration_s(budget) > limits.budget_s_max:
+        budget = f"{limits.budget_s_max:g}s"
+        arguments.append(f"--budget={budget}")
     server = str(options.get("server", "embedded"))
     return JobOptions(
         arguments=tuple(arguments),
@@ -337,6 +340,12 @@ def _check_together(options: Mapping[str, Any]) -> None:
     if options.get("executor") == "in-process" and str(options.get("workers", 1)) != "1":
         raise invalid(
             "The option workers: the executor in-process has one.", pointer="/options/workers"
+        )
+    elsewhere = "://" in str(options.get("server", ""))
+    if elsewhere and str(options.get("workers", 1)) != "1":
+        raise invalid(
+            "The option workers: a server that runs already takes one load test at a time.",
+            pointer="/options/workers",
         )
     named = [text.rpartition(":")[0] for text in _shape_texts(options)]
     if twice := next((name for name in named if named.count(name) > 1), None):

@@ -99,7 +99,7 @@ def landlock_version() -> int:
 def probe() -> Isolation:
     """What this machine can, tried in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "analyzer.service.sandbox"],
+        [sys.executable, "-P", "-m", "analyzer.service.sandbox"],
         capture_output=True,
         text=True,
         timeout=_PROBE_TIMEOUT_S,

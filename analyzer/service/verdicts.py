@@ -65,12 +65,13 @@ def why_not_held(answer: Mapping[str, Any]) -> tuple[str, str]:
 
 def _counted(result: Result) -> str:
     """How many requests were late, and what else the verdict rests on."""
-    from analyzer.report.wording import percent, rate
+    from analyzer.report.wording import percent, proven_rate
 
     claim, found = result.claim, result.certificate
     if claim is None or found is None or found.requests is None:
         return ""
-    late = f"{found.over_budget or 0:,} of {found.requests:,} requests at {rate(claim.rate_rps)}"
+    counts = f"{found.over_budget or 0:,} of {found.requests:,} requests"
+    late = f"{counts} at {proven_rate(claim.rate_rps)}"
     allowed = percent(round(1 - claim.percentile / 100, 9))
     budget = result.promise.budget
     lines = [

@@ -154,9 +154,14 @@ class Worker:
             if claim is None:
                 time.sleep(_LOOK_S)
 
+    def _still_there(self) -> bool:
+        """Says that the worker lives, which takes no job meanwhile; whether it is to go on."""
+        self._queue.beat()
+        return not self._stopping()
+
     def _collect(self) -> None:
         """Removes superseded studies of jobs, and what else nothing refers to for an hour."""
         try:
-            remove_unused_files(self._database, self._content)
+            remove_unused_files(self._database, self._content, goes_on=self._still_there)
         except OSError as error:
             _LOG.warning("Files that nothing needs were left: %s", error)

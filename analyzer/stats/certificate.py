@@ -36,6 +36,8 @@ _REQUESTS_MAX = 1e10
 #: the machine's speed was steady; wake-ups of a millisecond are no overload of a budget of seconds.
 OVERLOAD_SHARE = 0.5
 STEADY_SHARE = 0.1
+#: Of an inflation: what runs show themselves.
+OWN_SOURCES = ("batch_means", "lower_threshold")
 
 T = TypeVar("T", bound=np.generic)
 

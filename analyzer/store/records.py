@@ -50,7 +50,12 @@ class StudyRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResult:
-    """The fields of a :class:`StudyResult` that neither the study's row nor its outcomes hold."""
+    """The fields of a :class:`StudyResult` that neither the study's row nor its outcomes hold.
+
+    Args:
+        told: Its outcomes: ids, and whether it is a measurement. What a study measured elsewhere
+            before is stored, and counts no more. None where all count.
+    """
 
     arrivals: str
     request_batch_size: float
@@ -69,6 +74,7 @@ class StoredResult:
     unmet_rates: tuple[tuple[str, float], ...] = ()
     taken_back: tuple[str, ...] = ()
     instance_types: tuple[InstanceTypeResult, ...] = ()
+    told: tuple[tuple[str, bool], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,18 +55,30 @@ def study_record(row: Mapping[str, Any]) -> StudyRecord:
 
 def stored_result(result: StudyResult) -> StoredResult:
     """What is stored of ``result`` in a row of its own."""
-    return StoredResult(
-        **{field.name: getattr(result, field.name) for field in dataclasses.fields(StoredResult)}
+    kept = {field.name for field in dataclasses.fields(StoredResult)} - {"told"}
+    told = tuple(
+        (outcome.configuration.config_id, isinstance(outcome, Measurement))
+        for outcome in result.outcomes
     )
+    return StoredResult(told=told or None, **{name: getattr(result, name) for name in kept})
 
 
-def standing(outcomes: Iterable[StoredOutcome]) -> tuple[Measurement | Failure, ...]:
+def standing(
+    outcomes: Iterable[StoredOutcome], told: Iterable[tuple[str, bool]] | None = None
+) -> tuple[Measurement | Failure, ...]:
     """One outcome for each configuration, the last one, in the order of their first.
 
     A failure never replaces a measurement.
+
+    Args:
+        told: As of :class:`StoredResult`; no other outcome counts.
     """
     last: dict[Configuration, Measurement | Failure] = {}
+    counting = set(told) if told is not None else None
     for item in outcomes:
+        own = item.outcome.configuration.config_id, isinstance(item.outcome, Measurement)
+        if counting is not None and own not in counting:
+            continue
         known = last.get(item.outcome.configuration)
         if not (isinstance(item.outcome, Failure) and isinstance(known, Measurement)):
             last[item.outcome.configuration] = item.outcome
@@ -81,6 +93,7 @@ def study_result(
 ) -> StudyResult:
     """The result that is kept in several tables, its outcomes as :func:`standing`."""
     fields = {field.name: getattr(stored, field.name) for field in dataclasses.fields(stored)}
+    told = fields.pop("told")
     return StudyResult(
         name=record.name,
         verdict=record.verdict or "undecided"
@@ -92,7 +105,7 @@ def study_result(
         # They are stored as short runs found them.
         outcomes=without_claims(
             restated(
-                standing(outcomes),
+                standing(outcomes, told),
                 dict(stored.speed_factors),
                 stored.unmet_rates,
                 miss_rate_max=record.sla.miss_rate_max,

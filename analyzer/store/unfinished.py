@@ -53,6 +53,7 @@ def unfinished(
         explanation=stored.explanation if stored.recommended_id else Explanation(),
         warnings=(*stored.warnings, _note(record, stored)),
         recommendable=None,
+        told=None,
         taken_back=stored.taken_back if stored.recommended_id else (),
         conditions=Conditions.pooled([item.outcome.watched for item in outcomes]),
     )

@@ -171,10 +171,14 @@ def _run(
                         while f_count > 0:
                             other = f_first[f_head]
                             oldest = admission[other] if queue_limit > 0 else other
-                            if (
-                                now - arrival_ns[oldest] <= delay_ns
-                                or size + f_size[f_head] > limit
-                            ):
+                            if now - arrival_ns[oldest] <= delay_ns:
+                                break
+                            if size + f_size[f_head] > limit:
+                                if f_count == 1 and held > 0:  # P, which grows no more
+                                    stale = True
+                                    held = 0
+                                    seen = 0
+                                    seen_size = 0
                                 break
                             size += f_size[f_head]
                             f_head = (f_head + 1) % ring

@@ -253,7 +253,11 @@ class ServiceTime:
         step = smallest if smallest == largest else 1
         sizes = np.array([smallest])
         if policy.dynamic_batching:
-            sizes = np.arange(smallest, max(policy.batch_limit, smallest) + 1, step)
+            most = policy.batch_limit
+            if not policy.max_queue_delay_us:
+                # A batch is sent with the first preferred size that is full, or one request later.
+                most = min(most, max(policy.preferred) + largest - 1)
+            sizes = np.arange(smallest, max(most, smallest) + 1, step)
         requests = sizes / per_request
         busy = np.arange(1, policy.instance_count + 1)[:, None]
         with np.errstate(divide="ignore"):

@@ -28,7 +28,7 @@ from analyzer.twin.machine_constants import FALLBACK, MachineConstants
 from analyzer.twin.pace import level, mean_response, path_of, reference_us, responses, slowness
 from analyzer.twin.probe_cache import ProbeCache
 from analyzer.twin.probes import ProbeResult, speed_series
-from analyzer.twin.screen import screen
+from analyzer.twin.screen import ScreenedEdge, screen
 from analyzer.twin.server_model import ServerModel
 from analyzer.twin.service import ServiceTime
 from analyzer.twin.speed import SpeedPath
@@ -324,36 +324,39 @@ class Twin:
         """Edges of models: those known before learning change as their approximations do.
 
         Only the best of these are simulated again, and what was never simulated or seemed to keep
-        the SLA at no rate with longer times: nothing in proportion to 0 is more than that.
+        the SLA at no rate with longer times: nothing in proportion to 0 is more than that. Where
+        the time does not suffice it stays 0, since approximations leave queue delays out.
         """
         new = [config_id for config_id in models if config_id not in self._earlier]
         old = [config_id for config_id in models if config_id in self._earlier]
         edges: dict[str, float] = {}
+        none: list[str] = []
         if old:
             before = self._screen([self._earlier[config_id][1] for config_id in old], 0.0)
             after = self._screen([models[config_id] for config_id in old], 0.0)
-            for config_id, was, is_now in zip(old, before, after, strict=True):
+            for config_id, earlier, later in zip(old, before, after, strict=True):
+                was, is_now = earlier.rate_rps, later.rate_rps
                 edge = self._earlier[config_id][0]
                 if not edge and is_now > was:
-                    new.append(config_id)
+                    none.append(config_id)
                 else:
                     edges[config_id] = edge * is_now / was if was > 0 else is_now
             old = [config_id for config_id in old if config_id in edges]
             best = sorted(old, key=lambda config_id: -edges[config_id])[:_SIMULATED_AGAIN]
             if len(old) > len(best):
-                edges |= dict(zip(best, self._screen_ids(models, best, seconds_max), strict=True))
+                again = self._screen([models[config_id] for config_id in best], seconds_max)
+                edges |= {key: edge.rate_rps for key, edge in zip(best, again, strict=True)}
             else:
                 new += old
-        edges |= dict(zip(new, self._screen_ids(models, new, seconds_max), strict=True))
+        new += none
+        found = self._screen([models[config_id] for config_id in new], seconds_max)
+        for config_id, screened in zip(new, found, strict=True):
+            known = screened.simulated or config_id not in none
+            edges[config_id] = screened.rate_rps if known else 0.0
         return [edges[config_id] for config_id in models]
 
-    def _screen_ids(
-        self, models: Mapping[str, ServerModel], ids: Sequence[str], seconds_max: float
-    ) -> list[float]:
-        return self._screen([models[config_id] for config_id in ids], seconds_max)
-
-    def _screen(self, models: Sequence[ServerModel], seconds_max: float) -> list[float]:
-        found = screen(
+    def _screen(self, models: Sequence[ServerModel], seconds_max: float) -> list[ScreenedEdge]:
+        return screen(
             models,
             self._arrivals,
             budget_ms=self._sla.latency_budget_ms,
@@ -362,7 +365,6 @@ class Twin:
             clock=self._clock,
             seconds_max=seconds_max,
         )
-        return [edge.rate_rps for edge in found]
 
     def latency_ms(
         self, configuration: Configuration, rate_rps: float, *, percentile: float | None = None

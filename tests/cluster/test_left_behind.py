@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from analyzer.cluster.in_process import InProcessExecutor
-from analyzer.cluster.left_behind import unload_left
+from analyzer.cluster.left_behind import for_another_worker, unload_left
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.sla import Sla
 from analyzer.domain.workload import Poisson
@@ -75,6 +76,9 @@ class Endless:
         self.asked += 1
         raise KeyError("state")
 
+    def renamed(self) -> Endless:
+        raise AssertionError("it runs on no other machine")
+
 
 def test_in_process_what_was_interrupted_is_unloaded_as_well(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -99,6 +103,17 @@ def test_what_could_not_be_unloaded_is_told(capsys: pytest.CaptureFixture[str]) 
     told = capsys.readouterr().err
     assert f"Note: The model {loaded_name(task)} may still be loaded" in told
     assert "127.0.0.1:1 does not answer" in told
+
+
+def test_a_job_whose_machine_was_lost_loads_under_another_name() -> None:
+    """That machine may live on, and unload what it loaded in the middle of the new measurement."""
+    task = task_on("http://127.0.0.1:1")
+    again = for_another_worker(Job("measure", task, 1.0, "a label"))
+    assert again.job_id == "measure" and again.label == "a label"
+    assert isinstance(again.run, MeasureTask)
+    assert again.run.token != task.token and replace(again.run, token=task.token) == task
+    other = Job("other", lambda context: None, 1.0)
+    assert for_another_worker(other) is other
 
 
 def test_other_jobs_leave_nothing(capsys: pytest.CaptureFixture[str]) -> None:

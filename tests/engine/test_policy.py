@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from analyzer.domain.configuration import Configuration, baseline_configuration
+from analyzer.engine.fault import Fault
+from analyzer.engine.model_policy import policy_from_config
 from analyzer.engine.policy import BatchingPolicy, QueuePolicy
+from analyzer.engine.scheduler import Scheduler
+from analyzer.modelconfig.text import parse_config
 
 
 @pytest.mark.parametrize(
@@ -30,6 +34,29 @@ def test_empty_preferred_means_the_maximum() -> None:
 
 def test_a_model_that_cannot_be_batched_has_the_limit_one() -> None:
     assert BatchingPolicy(max_batch_size=0).batch_limit == 1
+
+
+def test_without_levels_the_default_queue_policy_counts() -> None:
+    """As in Triton, whatever the configuration says of a level 0."""
+    own = ((0, QueuePolicy(max_queue_size=1)), (1, QueuePolicy(max_queue_size=2)))
+    policy = BatchingPolicy(max_batch_size=1, dynamic_batching=True, priority_queue_policy=own)
+    assert policy.queue_policy(0) == QueuePolicy()
+
+
+def test_the_queue_policy_of_a_model_that_cannot_be_batched_counts() -> None:
+    """Triton joins none of its requests, and its queue is as large as it says."""
+    config = parse_config(
+        "max_batch_size: 0 dynamic_batching { default_queue_policy { max_queue_size: 1 } }"
+    )
+    scheduler = Scheduler(policy_from_config(config, instance_count=1))
+    scheduler.enqueue(0, 1)
+    (execution,) = scheduler.advance(0).executions
+    assert execution.tickets == (1,)
+    scheduler.enqueue(0, 2)
+    with pytest.raises(Fault, match="maximum queue size"):
+        scheduler.enqueue(0, 3)
+    scheduler.release(10, 0)
+    assert [e.tickets for e in scheduler.advance(10).executions] == [(2,)]
 
 
 def test_from_configuration() -> None:

@@ -269,6 +269,17 @@ def test_overdue_payloads_merge_when_they_are_taken() -> None:
     assert [r.tickets for r in young] == [(0, 1), (2, 3, 4), (5,)]
 
 
+def test_an_overdue_payload_that_is_too_large_to_merge_grows_no_more() -> None:
+    """Triton marks it as executing before it looks at its size."""
+    policy = batcher(
+        preferred_batch_size=(4,), max_queue_delay_us=5000, sleeps_through_arrivals=True
+    )
+    times_ms = (0, 10, 10, 10, 30, 30, 40, 80, 80, 80, 130)
+    ran, _ = play(policy, [Arrival(t * MS) for t in times_ms], lambda _: 100 * MS)
+    # The last one is in a payload of its own, which is overdue as well by then.
+    assert [r.tickets for r in ran] == [(0,), (1, 2, 3, 4, 5, 6, 7), (8, 9, 10)]
+
+
 @pytest.mark.parametrize("sleeps", [False, True])
 def test_sets_of_inputs_never_mix(sleeps: bool) -> None:
     policy = batcher(max_queue_delay_us=1000, sleeps_through_arrivals=sleeps)
@@ -505,14 +516,14 @@ class Oracle:
                 while delay and policy.max_batch_size > 1 and self.payloads and not head["barred"]:
                     other = self.payloads[0]
                     oldest = min(a.at_ns for _, a in other["items"])
+                    if other["barred"] or now - oldest <= delay:
+                        break
+                    other["taken"] = True
                     if (
-                        other["barred"]
-                        or now - oldest <= delay
-                        or self.size(head["items"] + other["items"]) > policy.max_batch_size
+                        self.size(head["items"] + other["items"]) > policy.max_batch_size
                         or head["items"][0][1].shape_key != other["items"][0][1].shape_key
                     ):
                         break
-                    other["taken"] = True
                     head["items"] += self.payloads.pop(0)["items"]
                 instance = min(self.idle)
                 self.idle.remove(instance)

@@ -250,6 +250,27 @@ def test_a_fixed_rate_is_the_only_one_tried() -> None:
     assert not result.passed and set(script.rates) == {60.0}
 
 
+def test_no_proof_is_shorter_than_a_slow_moment_of_the_machine(
+    policy: BatchingPolicy, load: LoadPlan
+) -> None:
+    """A model of a fraction of a millisecond was certified in a second, far too high."""
+    service = ServiceTime(batch_sizes=(1, 8), service_ms=(0.1, 0.2))
+    model = ServerModel(policy=policy, service=service)
+    rate = 0.5 * model.saturation_rps()
+    edge = Edge(rate_rps=2 * rate, interval_rps=(None, None))
+    plan = CertifyPlan(seconds=20.0, rate_rps=rate, twin=model)
+    for least_s in (0.0, 4.0):
+        long = replace(load, least_s=least_s)
+        proof = certify_target(VirtualSession(model, long), long, plan, edge=edge)
+        assert proof.rate_rps == rate
+        (known,) = proof.evidence
+        assert max(least_s, 0.3) <= known.seconds < 1.5 * max(least_s, 0.6)
+    known = replace(known, requests=round(2.0 * rate))  # what is known already counts
+    session = VirtualSession(model, long)
+    again = certify_target(session, long, replace(plan, earlier=(known,)), edge=edge)
+    assert again.rate_rps == rate and 1.9 <= session.seconds < 3.0
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_on_a_simulated_server_no_more_than_the_true_edge_is_certified(
     policy: BatchingPolicy, service: ServiceTime, load: LoadPlan, seed: int

@@ -161,10 +161,13 @@ def test_a_walk_counts_the_spells_of_its_own_runs_and_of_earlier_ones(load: Load
         inflation=20 * usual,
         claim=1,
         blocks=1,
+        seen=20 * usual,
     )
     later = Correlation(VirtualSession(model, load), replace(plan, earlier=(known,)), load)
     assert (later.inflation(280.0) or 0.0) > 2 * usual
     assert later.inflation(300.0) == correlation.inflation(300.0)  # its claim counts it already
+    by_twin = replace(plan, earlier=(replace(known, seen=None),))  # no run showed it
+    assert Correlation(VirtualSession(model, load), by_twin, load).inflation(280.0) == usual
     given_up = replace(plan, earlier=(replace(known, claim=0),))
     again = Correlation(VirtualSession(model, load), given_up, load)
     assert again.inflation(300.0) == pytest.approx(20 * usual)

@@ -252,6 +252,20 @@ def test_a_claim_stands_while_nothing_that_was_seen_speaks_against_it() -> None:
     assert not tenable(more, SLOW, SLA), "nobody knows what its other runs met"
 
 
+def test_a_claim_of_less_confidence_stands_where_its_requests_suffice_for_more() -> None:
+    """One of a study of one type of instance counted in one of two, whose error is halved."""
+    claim = replace(CLAIM, certificate=replace(PASS, confidence=0.95))
+    stricter = replace(SLA, confidence=0.975)
+    known = RateEvidence(
+        rate_rps=400.0, requests=400, over_budget=0, inflation=1.0, claim=1, blocks=2
+    )
+    enough = replace(known, requests=600)
+    assert tenable(claim, None, SLA) and not tenable(claim, None, stricter)
+    assert not tenable(replace(claim, evidence=(known,)), None, stricter)
+    assert tenable(replace(claim, evidence=(enough,)), None, stricter)
+    assert tenable(replace(claim, certificate=replace(PASS, confidence=0.975)), None, stricter)
+
+
 def known_of(rate_rps: float, conditions: Conditions | None, **changes: Any) -> RateEvidence:
     known = RateEvidence(
         rate_rps=rate_rps, requests=1000, over_budget=0, inflation=1.0, claim=1, blocks=2,

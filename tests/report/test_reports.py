@@ -323,6 +323,9 @@ def test_a_variant_that_is_left_out_has_not_failed() -> None:
     report = make_report(facts)
     terminal = " ".join(render_terminal(report).split())
     assert "1 variant left out in" in terminal and "failed" not in terminal
+    late = replace(facts, outcomes=(replace(LEFT_OUT, reason="budget"), CRASHED))
+    told = " ".join(render_terminal(make_report(late)).split())
+    assert "1 variant left out, 1 failed in" in told, "what had no time is not counted as failed"
     said = "Nothing was measured: 1m did not suffice for a first load test."
     assert terminal.count(said) == 1
     for text in (render_markdown(report), render_html(report)):

@@ -50,7 +50,7 @@ def screening(
             holding_us=(),
             response=lambda: 1.0,
         ),
-        "load": SimpleNamespace(sla=Sla(latency_budget_ms=40.0)),
+        "load": SimpleNamespace(sla=Sla(latency_budget_ms=40.0), least_s=0.0),
     }
     predicted = {CONFIGURATION.config_id: 600.0}
     return Screening(**parts, allowed={}, recommendable={}, predicted=predicted, by_edge=True)

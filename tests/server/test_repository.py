@@ -125,6 +125,7 @@ def test_requests_with_other_optional_inputs_are_not_joined(repository: Path, op
         ("", ["3"]),
         ("version_policy { latest { num_versions: 2 } }", ["2", "3"]),
         ("version_policy { all {} }", ["1", "2", "3"]),
+        ("version_policy { }", ["1", "2", "3"]),
         ("version_policy { specific { versions: [1, 3] } }", ["1", "3"]),
     ],
 )
@@ -415,6 +416,21 @@ def test_ensemble(repository: Path, opened: Any) -> None:
     assert models.get("first").details().server.inference_count == 2
     with pytest.raises(Fault, match="batch-size must be <= 4"):
         ask(models, "both", [[0, 0]] * 5)
+
+
+def test_a_load_of_an_ensemble_loads_members_that_changed(repository: Path, opened: Any) -> None:
+    put(repository, "both", ENSEMBLE)
+    put(repository, "first", IDENTITY)
+    put(repository, "second", IDENTITY)
+    models = opened(mode="explicit", load=("both",))
+    before = {name: models.get(name) for name in ("both", "first", "second")}
+    models.load("both")
+    assert all(models.get(name) is model for name, model in before.items()), "nothing changed"
+    put(repository, "first", IDENTITY.replace("max_batch_size: 8", "max_batch_size: 5"))
+    models.load("both")
+    assert models.get("first") is not before["first"]
+    assert models.get("second") is before["second"]
+    assert ask(models, "both", [[1, 2]])["OUT"].tolist() == [[1, 2]]
 
 
 def test_an_ensemble_goes_and_comes_with_its_members(repository: Path, opened: Any) -> None:
@@ -852,7 +868,11 @@ def test_preserved_order(repository: Path, opened: Any) -> None:
 def test_readiness_is_told_while_a_model_loads(
     repository: Path, start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waited for the load on the event loop, and every request with it."""
+    """It waited for the load on the event loop, and every request with it.
+
+    A model that loads for the first time makes a server unready, as in Triton, and a reload does
+    not.
+    """
     for name in ("m", "slow"):
         put(repository, name, IDENTITY)
     addresses, app = start(mode="explicit", load_models=("m",))
@@ -868,13 +888,24 @@ def test_readiness_is_told_while_a_model_loads(
     thread.start()
     try:
         assert loading.wait(30)
-        assert triton_http.InferenceServerClient(
-            addresses.http, network_timeout=5
-        ).is_server_ready()
+        client = triton_http.InferenceServerClient(addresses.http, network_timeout=5)
+        assert not client.is_server_ready() and client.is_model_ready("m")
+        assert states_of(app.repository, "slow") == [("1", "LOADING", "")]
     finally:
         end.set()
         thread.join()
-    assert app.repository.ready("slow")
+    assert app.repository.ready("slow") and client.is_server_ready()
+    loading.clear()
+    end.clear()
+    put(repository, "slow", IDENTITY.replace("max_batch_size: 8", "max_batch_size: 4"))
+    thread = threading.Thread(target=app.repository.load, args=("slow",))
+    thread.start()
+    try:
+        assert loading.wait(30)
+        assert client.is_server_ready() and client.is_model_ready("slow")
+    finally:
+        end.set()
+        thread.join()
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])

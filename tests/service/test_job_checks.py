@@ -16,6 +16,9 @@ from sqlalchemy import update
 
 from analyzer.service.gc import remove_unused_files
 from analyzer.service.inspection import Inspector
+from analyzer.service.limits import ServiceLimits
+from analyzer.service.options import check_options
+from analyzer.service.problems import Problem
 from analyzer.service.queue import Device, Queue
 from analyzer.service.sandbox import Isolation
 from analyzer.service.schema import JOBS, OBJECTS
@@ -177,6 +180,25 @@ def test_a_study_goes_on_with_the_promise_that_it_was_begun_with(
         done = asked(client, job=job, options=options)
         assert done.status_code == 422, (options, done.text)
         assert done.json()["pointer"] == f"/options/{next(iter(options))}", done.text
+
+
+@pytest.mark.parametrize("kind", ["search", "verify"])
+def test_a_job_that_names_no_budget_is_bounded_as_well(kind: str) -> None:
+    """It ran for the command's five minutes where the operator allows two."""
+    options = BUDGET if kind == "search" else {}
+    bounded = check_options(kind, options, ServiceLimits(budget_s_max=120.0))
+    assert bounded.budget_s == 120.0 and "--budget=120s" in bounded.arguments
+    usual = check_options(kind, options, ServiceLimits(budget_s_max=300.0))
+    assert usual.budget_s == 300.0
+    assert not any(argument.startswith("--budget=") for argument in usual.arguments)
+
+
+def test_one_server_takes_one_load_test_at_a_time() -> None:
+    """Such a job was made, and failed at once."""
+    limits = ServiceLimits(endpoints=("grpc://there:8001",))
+    with pytest.raises(Problem) as refused:
+        check_options("search", BUDGET | {"workers": 2, "server": "grpc://there:8001"}, limits)
+    assert refused.value.pointer == "/options/workers"
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,24 @@ def test_a_result_comes_back_equal(store: ResultStore, make: ModuleType) -> None
     assert (summary.status, summary.verdict, summary.model) == ("finished", "found", "digits")
 
 
+def test_what_a_result_does_not_tell_does_not_count(store: ResultStore, make: ModuleType) -> None:
+    """A study that went on elsewhere told no gain; its report compared with the old baseline."""
+    record = store.create_study(make.make_record())
+    elsewhere, here = make.make_measurement(100.0), make.make_measurement()
+    other = dataclasses.replace(
+        here, configuration=Configuration(instance_count=7).canonical(), load_tests=()
+    )
+    untried = dataclasses.replace(make.make_failure(), configuration=other.configuration)
+    for number, outcome in enumerate((elsewhere, other, here, untried)):
+        store.add_outcome(record.name, number, {}, outcome)
+    result = make.make_result(record.name, outcomes=(here, untried), provenance=record.provenance)
+    store.save_result(result)
+    assert store.load_result(record.name).outcomes == (here, untried)
+    assert len(store.trial_rows(record.name)) == 4
+    store.set_status(record.name, "running")  # resumed: nobody knows yet what counts
+    assert store.load_result(record.name).outcomes == (here, other)
+
+
 def test_a_study_that_did_not_end_has_a_result_too(store: ResultStore, make: ModuleType) -> None:
     name = store.create_study(make.make_record()).name
     store.set_status(name, "interrupted")

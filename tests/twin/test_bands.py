@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -105,6 +106,18 @@ def test_constant_arrivals_reach_the_server_s_own_speed() -> None:
     policy = BatchingPolicy(max_batch_size=1)
     bands = model(policy, ServiceTime.constant(10)).feasible_bands(arrivals, budget_ms=15)
     assert bands == [(0.0, pytest.approx(100, rel=0.01))]
+
+
+def test_batches_end_with_the_preferred_size_where_nothing_waits(poisson: UnitArrivals) -> None:
+    """The capacity of a long latency budget was that of the largest batches, which never form."""
+    service = ServiceTime(batch_sizes=(1, 8), service_ms=(10.0, 16.0))
+    policy = BatchingPolicy(max_batch_size=8, dynamic_batching=True, preferred_batch_size=(4,))
+    four_rps = 4e3 / (10.0 + 3 * 6.0 / 7)
+    assert model(policy, service).saturation_rps() == pytest.approx(four_rps)
+    bands = model(policy, service).feasible_bands(poisson, budget_ms=60_000)
+    assert bands[-1][1] == pytest.approx(four_rps, rel=0.02)
+    waiting = replace(policy, max_queue_delay_us=1000)
+    assert model(waiting, service).saturation_rps() == pytest.approx(500.0)
 
 
 def test_a_rate_at_which_time_stands_still_is_not_looked_at() -> None:

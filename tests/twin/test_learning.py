@@ -265,6 +265,11 @@ def test_what_seemed_to_keep_the_sla_at_no_rate_may_do_so_with_shorter_times() -
     after = subject.edges(space)
     assert after[-1] and after[0]
     assert after[-1] < after[0]
+    hurried = Twin({FP32: known}, Sla(latency_budget_ms=30.0), Poisson(), seed=1, cores=4)
+    hurried.edges(space)
+    hurried.learn(measured(space[0], load_test(slower(model, 0.5), 20.0)))
+    (none,) = hurried.edges(space[-1:], seconds_max=0.0)
+    assert none == 0.0, "an approximation leaves the delay out"
 
 
 def test_edges_need_no_path_of_speeds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,11 @@ from analyzer.report.gain_text import bounded_ratio, edge_text
 from analyzer.report.wording import (
     NOT_MEASURED,
     dollars,
-    floored,
     milliseconds,
     number,
     percent,
     percentile_name,
-    rate,
+    proven_rate,
     size,
     times,
 )
@@ -55,7 +54,7 @@ def figures(result: Result, baseline: str) -> list[Figure]:
 
 
 def _claimed(claim: Claim, sla: Sla) -> Figure:
-    return Figure("Claimed rate", rate(floored(claim.rate_rps)), sla.requirement)
+    return Figure("Claimed rate", proven_rate(claim.rate_rps), sla.requirement)
 
 
 def _evidence(found: Certificate | None, sla: Sla) -> list[Figure]:
@@ -79,7 +78,7 @@ def _rate(entry: Entry) -> Figure:
     rests = ""
     if certificate.requests is not None:
         rests = f"; {certificate.over_budget or 0:,} of {certificate.requests:,} over budget"
-    certified = rate(floored(entry.capacity_rps))
+    certified = proven_rate(entry.capacity_rps)
     return Figure("Certified rate", certified, f"edge {entry.edge_text}{rests}")
 
 
@@ -87,7 +86,7 @@ def _latency(entry: Entry, sla: Sla) -> Figure:
     return Figure(
         f"Latency, {percentile_name(sla.percentile)}",
         milliseconds(entry.latency_ms.sla),
-        f"at {rate(floored(entry.measured_at_rps))}; the budget is {sla.budget}",
+        f"at {proven_rate(entry.measured_at_rps)}; the budget is {sla.budget}",
     )
 
 
@@ -154,10 +153,10 @@ def comparison_rows(result: Result) -> list[tuple[str, str]]:
     entry, seconds = result.shown or Entry(), result.search.wall_seconds
     accuracy, fleet = entry.accuracy or Accuracy(), entry.fleet or Fleet()
     return [
-        ("certified rate", rate(floored(entry.capacity_rps))),
+        ("certified rate", proven_rate(entry.capacity_rps)),
         ("edge", entry.edge_text),
         ("latency", milliseconds(entry.latency_ms.sla)),
-        ("at", rate(floored(entry.measured_at_rps))),
+        ("at", proven_rate(entry.measured_at_rps)),
         ("against the baseline", _ratio(result)),
         ("memory", size(entry.memory_bytes)),
         ("accuracy", percent(accuracy.value)),

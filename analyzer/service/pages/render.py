@@ -13,7 +13,7 @@ import markupsafe
 from fastapi.responses import HTMLResponse, Response
 
 from analyzer import __version__
-from analyzer.report.wording import milliseconds, number, rate, size
+from analyzer.report.wording import milliseconds, number, proven_rate, rate, size
 from analyzer.resources import templates_dir
 from analyzer.service.pages.visitor import Visitor
 from analyzer.service.problems import not_found
@@ -91,6 +91,7 @@ def _environment() -> jinja2.Environment:
         when=when,
         stamp=stamp,
         rate=rate,
+        proven_rate=proven_rate,
         milliseconds=milliseconds,
         size=size,
         number=number,

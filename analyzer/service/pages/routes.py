@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Query, Request, Response
 
 from analyzer.report.gain_text import edge_text
-from analyzer.report.wording import floored, rate
+from analyzer.report.wording import proven_rate
 from analyzer.service import jobs, routes_jobs, routes_service
 from analyzer.service.context import Context
 from analyzer.service.event_stream import PAGE_JOBS
@@ -176,10 +176,10 @@ def _title(view: JobView) -> str:
     sla, entry = promise(view.options, result), result.recommendation
     kept = sla.requirement
     if result.claim is not None and result.verdict in _CLAIMS:
-        claimed = rate(floored(result.claim.rate_rps))
+        claimed = proven_rate(result.claim.rate_rps)
         return f"{_CLAIMS[result.verdict].format(name)}: {claimed}, {kept}"
     if entry is not None and entry.capacity_rps is not None:
-        return f"{name} carries {rate(floored(entry.capacity_rps))}, {kept}"
+        return f"{name} carries {proven_rate(entry.capacity_rps)}, {kept}"
     if entry is not None:
         return f"{name} is estimated to carry {edge_text(entry.edge, bounded=False)}, {kept}"
     if result.verdict == "infeasible" and view.told:
