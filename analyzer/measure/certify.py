@@ -308,13 +308,14 @@ class _Certifying:
 
     def _seconds(self, rate: float) -> float:
         """How long a PASS at ``rate`` is expected to take from what is known."""
-        needed = self._claims.need(rate, *self._claims.opening(rate))
+        known, claim = self._claims.opening(rate)
+        needed = self._claims.need(rate, known, claim)
         factor = self._factor
         if rate < self._factor_rps:
             # The lighter the load, the less a slow moment costs.
             falling = (rate / self._factor_rps) ** EXCESS_POWER
             factor = max(factor**falling, min(factor, _CAUTION))
-        return needed * factor / rate + self._goal.lead_in_s(rate)
+        return max(needed * factor / rate, self._goal.lacking_s(known)) + self._goal.lead_in_s(rate)
 
     def _attempt(self, rate: float, limit_s: float, lower: list[float]) -> bool:
         """Runs ``rate`` until it is decided, hopeless, or the time is better spent elsewhere."""
@@ -374,9 +375,10 @@ class _Certifying:
             else:
                 # What the runs say of the machine's speed is in the need by now.
                 needed = self._goal.requests_needed(rate, claim, known) or needed
-                if needed and certificate.requests_missing:
+                if needed and certificate.requests_missing and not self._claims.proven(rate):
                     self._factor = max(1.0, (gathered + missing) / needed)
                     self._factor_rps = rate
+                missing = max(missing, self._goal.lacking_s(self._claims.known(rate)) * rate)
             open_ = lower and not self._answered and missing > certificate.requests
             if open_ and rate > _TOO_BOLD * self._safe_now_rps():
                 return False

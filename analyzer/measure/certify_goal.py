@@ -43,6 +43,7 @@ class CertifyGoal:
             higher rate at once, with all of it but ``climb_kept_s``.
         climb_kept_s: What it leaves to other steps then, seconds.
         above_rps: No rate up to this is tried, a fixed one excepted.
+        least_s: What proves a rate has run for so long, as of ``LoadPlan``.
         enough_rps: No rate above this is worth a run; itself is tried where the edge carries it.
         earlier: What is known by rate; these rates keep their claims' numbers.
         open_claims: As in ``CertifyPlan``.
@@ -77,6 +78,7 @@ class CertifyGoal:
     climbs_within_s: float = 0.0
     climb_kept_s: float = 0.0
     above_rps: float = 0.0
+    least_s: float = 0.0
     enough_rps: float = math.inf
     earlier: tuple[RateEvidence, ...] = ()
     open_claims: int = 0
@@ -106,6 +108,10 @@ class CertifyGoal:
         if self.fixed_rps or rate <= self.ceiling_rps():
             return True
         return known is not None and self.upheld(known)
+
+    def lacking_s(self, known: RateEvidence | None) -> float:
+        """Seconds of runs that are missing to the least of a proof; at most 0 where none are."""
+        return self.least_s - (known.seconds if known is not None else 0.0)
 
     def to_pass(self, certificate: Certificate, claim: int) -> float:
         """Further requests, none of them late, that a PASS takes; infinite for no number."""

@@ -160,6 +160,7 @@ class CertifyPlan:
         twin: For the requests' correlation; None where it is unknown or not trusted.
         shares: As in ``CertifyGoal``.
         above_rps: Lower rates are not worth a certificate; not asked of ``rate_rps``.
+        certified_rps: What is certified of this configuration, on runs as long as were asked then.
         enough_rps: As in ``CertifyGoal``: one machine that carries the target rate is the cheapest.
         exceeds: Whether rates may be tried that the twin, or a slow state of the machine, lets
             expect no proof of (``CertifyGoal.may_exceed``).
@@ -193,6 +194,7 @@ class CertifyPlan:
     twin: ServerModel | None = None
     shares: tuple[float, ...] = CLIMBING
     above_rps: float = 0.0
+    certified_rps: float = 0.0
     enough_rps: float = math.inf
     exceeds: bool = False
     climb_gain: float = 1.0

@@ -68,15 +68,18 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
 
     def needed(rate: float, claim: int, known: RateEvidence | None) -> float | None:
         supposed = rate / edge.at_least_rps if edge.at_least_rps else SUPPOSED_LOAD
-        further = requests_needed(
+        return requests_needed(
             sla,
             inflation=correlation.inflation(rate) or guessed_inflation(supposed),
             miss_rate=correlation.miss_rate(rate),
             claim=claim,
             known=known,
         )
-        lacking_s = load.least_s - (known.seconds if known is not None else 0.0)
-        return None if further is None else max(further, lacking_s * rate)
+
+    def lacking(rate: float, certificate: Certificate) -> int:
+        """Requests that are missing to the least seconds of a proof."""
+        least_s = 0.0 if rate == plan.certified_rps else load.least_s
+        return math.ceil(rate * (least_s - certificate.seconds_at(rate)))
 
     def counts_below(known: RateEvidence, rate: float) -> bool:
         here, there = correlation.miss_rate(known.rate_rps), correlation.miss_rate(rate)
@@ -135,8 +138,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             )
             if not upheld(proven):
                 return replace(found, verdict="UNDECIDED")
-            if (lacking_s := load.least_s - proven.seconds) > 0.0:
-                missing = math.ceil(lacking_s * rate)
+            if (missing := lacking(rate, found)) > 0:
                 return replace(found, verdict="UNDECIDED", requests_missing=missing)
         return found
 
@@ -160,6 +162,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             climb_kept_s=plan.climb_kept_s,
             above_rps=plan.above_rps,
             enough_rps=plan.enough_rps,
+            least_s=load.least_s,
             earlier=plan.earlier,
             open_claims=plan.open_claims,
             lead_in_s=lambda rate: relaxation_s(plan.twin, load, rate),
@@ -195,9 +198,15 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             if any(test is block for block in result.blocks)
         ]
         headline = merge_tests(result.blocks, logs, percentile=sla.percentile)
+    certificate, rate_rps = result.certificate, result.rate_rps
+    missing = certificate.requests_missing if certificate is not None else None
+    if certificate is not None and missing and not certificate.is_late(sla.miss_rate_max):
+        assert rate_rps
+        missing = max(missing, lacking(rate_rps, certificate))
+        certificate = replace(certificate, requests_missing=missing)
     return Proof(
-        rate_rps=result.rate_rps if result.passed else None,
-        certificate=result.certificate,
+        rate_rps=rate_rps if result.passed else None,
+        certificate=certificate,
         headline=headline,
         evidence=tuple(known for _, known in sorted(result.evidence.items())),
         trouble=result.trouble,

@@ -141,6 +141,11 @@ class WalkClaims:
         found = self._evidence.get(rate)
         return found if found is not None and found.claim else None
 
+    def proven(self, rate: float) -> bool:
+        """Whether what a claim of ``rate`` came to so far proves it, and it is only held back."""
+        known = self.known(rate)
+        return known is not None and self._goal.proves(known)
+
     @property
     def _anew(self) -> Opening:
         return None, self._open + 1

@@ -92,7 +92,7 @@ def entry_document(entry: Entry) -> dict[str, Any]:
             "config": entry.configuration.to_dict(),
             "capacity_rps": measurement.capacity_rps,
             "edge_rps": measurement.edge.rate_rps,
-            "edge_interval_rps": _edge_interval(measurement.edge),
+            "edge_interval_rps": edge_interval(measurement.edge),
             "measured_at_rps": entry.measured_at_rps,
             **_load_test_values(entry.test, entry.resources),
             "accuracy": _accuracy(entry.accuracy),
@@ -231,10 +231,10 @@ def _interval(interval: tuple[float | None, float | None] | None) -> list[float 
     return list(interval)
 
 
-def _edge_interval(edge: Edge) -> list[float | None] | None:
-    """The interval; open below where no rate was kept."""
-    low, high = edge.interval_rps
-    return _interval((low or None, high))
+def edge_interval(edge: Edge) -> list[float | None] | None:
+    """The interval as a document has it: an open end, as below where no rate was kept, is None."""
+    ends = [end if end and math.isfinite(end) else None for end in edge.interval_rps]
+    return ends if any(ends) else None
 
 
 def _speedup(gain: Gain | None) -> dict[str, Any]:

@@ -393,6 +393,7 @@ class StepTasks:
             twin=self._screening.server_model(configuration, rate_scale=scale),
             shares=shares,
             above_rps=above_rps,
+            certified_rps=(known.capacity_rps if known is not None else None) or 0.0,
             enough_rps=enough_rps,
             earlier=known.evidence if known is not None else (),
             open_claims=log.open_claims(family if config_id in family else [config_id]),

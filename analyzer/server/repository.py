@@ -363,7 +363,8 @@ class Repository:
                 raise RepositoryError(f"ensemble '{name}' contains itself.")
             loaded = self._slots.get(member)
             # One that changed is loaded anew, as in Triton, but for one that was sent with a load.
-            if not self.ready(member) or (loaded is not None and loaded.folder is not None):
+            sent = loaded is None or loaded.folder is None or not (self._root / member).is_dir()
+            if not self.ready(member) or not sent:
                 self._load(member, above=(*above, name))
 
     def _resolve(self, name: str, version: int) -> LoadedModel:
@@ -377,6 +378,12 @@ class Repository:
         if folder.is_dir():
             version = max(list_versions(folder), default=0)
             self._put(name, Slot(states={version: ("UNAVAILABLE", message)}))
+            return
+        with self._changing:  # what was sent without a folder leaves nothing behind
+            if slot is None:
+                self._slots.pop(name, None)
+            else:
+                self._slots[name] = slot
 
     def _load_awaiting(self, name: str) -> None:
         """Loads the ensembles that wait for ``name`` and miss no other member."""

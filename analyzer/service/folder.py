@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import math
 import os
 import shutil
 import stat
@@ -17,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
-from analyzer.domain.measurement import Edge, Measurement
+from analyzer.domain.measurement import Measurement
 from analyzer.errors import StoreError
 from analyzer.export.manifest import MANIFEST_NAME
 from analyzer.resources import PACKAGE_ROOT, search_path
@@ -332,13 +331,15 @@ class JobFolder:
         """
         if not trials:
             return []
+        from analyzer.report.document import edge_interval
+
         try:
             with open_store(file_url(self.snapshot), create=False) as store:
                 outcomes = store.outcomes(study, load_tests_of=())
         except StoreError:
             return trials
         intervals = {
-            item.number: _edge_interval(item.outcome.edge)
+            item.number: edge_interval(item.outcome.edge)
             for item in outcomes
             if isinstance(item.outcome, Measurement)
         }
@@ -383,10 +384,3 @@ class JobFolder:
     def result(self, answer: Mapping[str, Any]) -> BinaryIO:
         """The result document, as it is stored."""
         return io.BytesIO(json.dumps(answer).encode())
-
-
-def _edge_interval(edge: Edge) -> list[float | None] | None:
-    """The interval as a document has it; open below where no rate was kept."""
-    low, high = edge.interval_rps
-    ends = [end if end and math.isfinite(end) else None for end in (low, high)]
-    return ends if any(ends) else None

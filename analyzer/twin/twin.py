@@ -324,8 +324,9 @@ class Twin:
         """Edges of models: those known before learning change as their approximations do.
 
         Only the best of these are simulated again, and what was never simulated or seemed to keep
-        the SLA at no rate with longer times: nothing in proportion to 0 is more than that. Where
-        the time does not suffice it stays 0, since approximations leave queue delays out.
+        the SLA at no rate with longer times: nothing in proportion to 0 is more than that. What is
+        not simulated then, for want of time or since others carry far more, stays at 0:
+        approximations leave queue delays out.
         """
         new = [config_id for config_id in models if config_id not in self._earlier]
         old = [config_id for config_id in models if config_id in self._earlier]

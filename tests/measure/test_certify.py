@@ -269,6 +269,19 @@ def test_no_proof_is_shorter_than_a_slow_moment_of_the_machine(
     session = VirtualSession(model, long)
     again = certify_target(session, long, replace(plan, earlier=(known,)), edge=edge)
     assert again.rate_rps == rate and 1.9 <= session.seconds < 3.0
+    # A study that goes on with more time keeps what was certified of runs as long as its own.
+    longer = replace(load, least_s=8.0)
+    climb = replace(
+        plan, seconds=3.0, rate_rps=None, earlier=(known,), above_rps=rate, certified_rps=rate
+    )
+    kept = certify_target(VirtualSession(model, longer), longer, climb, edge=edge)
+    assert kept.rate_rps == rate and kept.certificate is not None
+    left = certify_target(
+        VirtualSession(model, longer), longer, replace(climb, certified_rps=0.0), edge=edge
+    )
+    assert left.rate_rps is None and left.certificate is not None
+    missing = left.certificate.requests_missing or 0
+    assert missing > 2.0 * rate, "what a completion needs is told"
 
 
 @pytest.mark.parametrize("seed", range(4))

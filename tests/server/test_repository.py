@@ -19,7 +19,7 @@ from analyzer.engine.loader import LoadSettings, load_versions
 from analyzer.engine.requests import InferCall, InputTensor
 from analyzer.engine.response_cache import ResponseCache
 from analyzer.engine.served_model import ServedModel
-from analyzer.errors import MissingPartError, RepositoryError, UsageError
+from analyzer.errors import AnalyzerError, MissingPartError, RepositoryError, UsageError
 from analyzer.modelconfig.text import config_to_json
 from analyzer.server.repository import Repository
 
@@ -230,6 +230,19 @@ def test_config_override_and_the_same_load_twice(repository: Path, opened: Any) 
     models.unload("m")
     models.load("m")
     assert models.get("m").config.max_batch_size == 16
+
+
+def test_a_model_that_was_sent_and_cannot_be_loaded_leaves_nothing(
+    repository: Path, opened: Any
+) -> None:
+    """It was loading for ever, and the server unready with it."""
+    put(repository, "m", IDENTITY)
+    models = opened(mode="explicit", load=("m",))
+    config = '{"backend": "onnxruntime", "max_batch_size": 4}'
+    with pytest.raises(AnalyzerError):
+        models.load("sent", config_json=config, files={"1/model.onnx": b"junk"})
+    assert models.server_ready()
+    assert [entry.name for entry in models.index()] == ["m"]
 
 
 def test_file_override_over_grpc_and_http(repository: Path, start: Any) -> None:
