@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from analyzer.cli.options import seed_or_drawn
 from analyzer.cli.verify import _measure
 from analyzer.domain.configuration import Configuration
 from analyzer.domain.model import ModelInfo, TensorSpec
@@ -38,8 +39,9 @@ def test_made_up_rows_are_one_file_and_arrivals_are_others_each_time(
 
     monkeypatch.setattr("analyzer.measure.verify.verify_claim", verified)
     monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "cache"))
-    values = {"seed": None, "budget": 60.0, "server": "embedded", "store_url": ""}
+    values = {"budget": 60.0, "server": "embedded", "store_url": ""}
     for _ in range(3):
-        _measure(subject, values, started=time.monotonic(), quiet=True)
+        own = values | {"seed": seed_or_drawn(None)}
+        _measure(subject, own, started=time.monotonic(), quiet=True)
     assert len(set(seeds)) == 3
     assert len(list((tmp_path / "cache").rglob("*.npz"))) == 1
