@@ -86,7 +86,7 @@ SEED = click.IntRange(0, 2**62)
 
 
 def seed_or_drawn(seed: int | None) -> int:
-    """``--seed``, or one drawn, which the answer tells."""
+    """``--seed``, or one drawn, which the answer tells as JSON."""
     return secrets.randbits(48) if seed is None else seed
 
 

@@ -52,10 +52,6 @@ class HigherRuns:
     inflation: float
 
 
-def _seconds(requests: int, rate_rps: float, higher: Iterable[HigherRuns]) -> float:
-    return requests / rate_rps + sum(of.requests / of.rate_rps for of in higher)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """What may be claimed of a rate, and on how much evidence.
@@ -89,10 +85,6 @@ class Certificate:
     conditions: Conditions | None = None
     void_reasons: tuple[str, ...] = ()
     higher: tuple[HigherRuns, ...] = ()
-
-    def seconds_at(self, rate_rps: float) -> float:
-        """How long its runs lasted, those at the rate and at higher ones."""
-        return _seconds(self.own_requests, rate_rps, self.higher)
 
     def is_late(self, miss_rate_max: float) -> bool:
         """Whether more requests are late than may be: what it misses is missing to a FAIL."""
@@ -145,7 +137,8 @@ class RateEvidence:
     @property
     def seconds(self) -> float:
         """How long its runs lasted, those of ``higher`` included."""
-        return _seconds(self.requests, self.rate_rps, self.higher)
+        higher_s = sum(of.requests / of.rate_rps for of in self.higher)
+        return self.requests / self.rate_rps + higher_s
 
     def for_lower(self) -> HigherRuns:
         """What lower rates may count of it; it has an inflation."""

@@ -269,7 +269,8 @@ class StudyResult:
             usual speeds alone, since they did not meet the machine's slow states: no edge in
             ``outcomes`` rests on it.
         taken_back: ``config_id`` of what has a certificate that passed and is not upheld, since the
-            machine was worse later: in ``outcomes`` nothing is certified of it.
+            machine was worse later, or more confidence is asked for: in ``outcomes`` nothing is
+            certified of it.
         instance_types: What each came to, in the order of the command, where several were
             compared; ``pricing`` is then that of the recommended one.
         status: Whether the last search came to its end. Where it did not, verdict and

@@ -308,14 +308,14 @@ class _Certifying:
 
     def _seconds(self, rate: float) -> float:
         """How long a PASS at ``rate`` is expected to take from what is known."""
-        known, claim = self._claims.opening(rate)
-        needed = self._claims.need(rate, known, claim)
-        factor = self._factor
+        opening, factor = self._claims.opening(rate), self._factor
+        needed = self._claims.need(rate, *opening)
         if rate < self._factor_rps:
             # The lighter the load, the less a slow moment costs.
             falling = (rate / self._factor_rps) ** EXCESS_POWER
             factor = max(factor**falling, min(factor, _CAUTION))
-        return max(needed * factor / rate, self._goal.lacking_s(known)) + self._goal.lead_in_s(rate)
+        needed_s = max(needed * factor / rate, self._goal.lacking_s(rate, opening[0]))
+        return needed_s + self._goal.lead_in_s(rate)
 
     def _attempt(self, rate: float, limit_s: float, lower: list[float]) -> bool:
         """Runs ``rate`` until it is decided, hopeless, or the time is better spent elsewhere."""
@@ -378,7 +378,7 @@ class _Certifying:
                 if needed and certificate.requests_missing and not self._claims.proven(rate):
                     self._factor = max(1.0, (gathered + missing) / needed)
                     self._factor_rps = rate
-                missing = max(missing, self._goal.lacking_s(self._claims.known(rate)) * rate)
+                missing = max(missing, self._claims.lacking(rate))
             open_ = lower and not self._answered and missing > certificate.requests
             if open_ and rate > _TOO_BOLD * self._safe_now_rps():
                 return False

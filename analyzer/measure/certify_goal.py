@@ -43,7 +43,8 @@ class CertifyGoal:
             higher rate at once, with all of it but ``climb_kept_s``.
         climb_kept_s: What it leaves to other steps then, seconds.
         above_rps: No rate up to this is tried, a fixed one excepted.
-        least_s: What proves a rate has run for so long, as of ``LoadPlan``.
+        lacking_s: Seconds of runs that are missing to the least of a proof, from what is known of a
+            rate; at most 0 where none are.
         enough_rps: No rate above this is worth a run; itself is tried where the edge carries it.
         earlier: What is known by rate; these rates keep their claims' numbers.
         open_claims: As in ``CertifyPlan``.
@@ -78,7 +79,7 @@ class CertifyGoal:
     climbs_within_s: float = 0.0
     climb_kept_s: float = 0.0
     above_rps: float = 0.0
-    least_s: float = 0.0
+    lacking_s: Callable[[float, RateEvidence | None], float] = lambda rate_rps, known: 0.0
     enough_rps: float = math.inf
     earlier: tuple[RateEvidence, ...] = ()
     open_claims: int = 0
@@ -108,10 +109,6 @@ class CertifyGoal:
         if self.fixed_rps or rate <= self.ceiling_rps():
             return True
         return known is not None and self.upheld(known)
-
-    def lacking_s(self, known: RateEvidence | None) -> float:
-        """Seconds of runs that are missing to the least of a proof; at most 0 where none are."""
-        return self.least_s - (known.seconds if known is not None else 0.0)
 
     def to_pass(self, certificate: Certificate, claim: int) -> float:
         """Further requests, none of them late, that a PASS takes; infinite for no number."""

@@ -72,14 +72,15 @@ class Correlation:
         """As :func:`inflation_at`, and what runs at higher rates showed beyond it.
 
         Args:
-            walk: Whether this walk's runs count for that, too, and not those of earlier ones alone.
             met: Whether the runs that are judged met the machine's slow states
                 (``slow_states.met_slow_states``). Where not, what those do is only supposed, and
                 how long they last counts unless they leave the promise far from broken.
+            walk: Whether this walk's runs at higher rates count, too, not those of earlier ones
+                alone.
         """
         self._refreshed()
         expected = self._inflation if met else self._supposed
-        higher = [*self._earlier_runs(rate_rps), *(self._own_runs() if walk else ())]
+        higher = [*self._earlier_runs(rate_rps), *(self._own_runs(rate_rps) if walk else ())]
         return carried_down(expected, rate_rps, higher, self._load.sla.miss_rate_max)
 
     def miss_rate(self, rate_rps: float) -> float | None:
@@ -95,14 +96,15 @@ class Correlation:
             if known.seen is not None and not (known.claim and known.rate_rps == rate_rps)
         ]
 
-    def _own_runs(self) -> list[HigherRuns]:
-        """What this walk's runs came to by rate, those that nothing can be told of left out."""
+    def _own_runs(self, above_rps: float) -> list[HigherRuns]:
+        """What this walk's runs above a rate came to, where anything can be told of them."""
         session, budget_s = self._session, self._load.sla.latency_budget_ms / 1e3
         runs = zip(session.tests[self._first :], session.logs[self._first :], strict=True)
         late = defaultdict(list)
         for test, log in runs:
-            if test.offered_rps and test.validity.excused and not test.growing:
-                late[test.offered_rps].append(log.latency_s[log.warmup :] > budget_s)
+            rate = test.offered_rps or 0.0
+            if rate > above_rps and test.validity.excused and not test.growing:
+                late[rate].append(log.latency_s[log.warmup :] > budget_s)
         found = {rate: variance_inflation(blocks) for rate, blocks in late.items()}
         return [
             HigherRuns(

@@ -76,10 +76,9 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             known=known,
         )
 
-    def lacking(rate: float, certificate: Certificate) -> int:
-        """Requests that are missing to the least seconds of a proof."""
+    def lacking_s(rate: float, known: RateEvidence | None) -> float:
         least_s = 0.0 if rate == plan.certified_rps else load.least_s
-        return math.ceil(rate * (least_s - certificate.seconds_at(rate)))
+        return least_s - (known.seconds if known is not None else 0.0)
 
     def counts_below(known: RateEvidence, rate: float) -> bool:
         here, there = correlation.miss_rate(known.rate_rps), correlation.miss_rate(rate)
@@ -138,7 +137,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             )
             if not upheld(proven):
                 return replace(found, verdict="UNDECIDED")
-            if (missing := lacking(rate, found)) > 0:
+            if (missing := math.ceil(lacking_s(rate, proven) * rate)) > 0:
                 return replace(found, verdict="UNDECIDED", requests_missing=missing)
         return found
 
@@ -162,7 +161,7 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
             climb_kept_s=plan.climb_kept_s,
             above_rps=plan.above_rps,
             enough_rps=plan.enough_rps,
-            least_s=load.least_s,
+            lacking_s=lacking_s,
             earlier=plan.earlier,
             open_claims=plan.open_claims,
             lead_in_s=lambda rate: relaxation_s(plan.twin, load, rate),
@@ -202,7 +201,8 @@ def certify_target(session: Session, load: LoadPlan, plan: CertifyPlan, *, edge:
     missing = certificate.requests_missing if certificate is not None else None
     if certificate is not None and missing and not certificate.is_late(sla.miss_rate_max):
         assert rate_rps
-        missing = max(missing, lacking(rate_rps, certificate))
+        missing_s = lacking_s(rate_rps, result.evidence.get(rate_rps))
+        missing = max(missing, math.ceil(missing_s * rate_rps))
         certificate = replace(certificate, requests_missing=missing)
     return Proof(
         rate_rps=rate_rps if result.passed else None,

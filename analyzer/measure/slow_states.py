@@ -7,7 +7,6 @@ of any other one must have met it, or the PASS is taken back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
@@ -127,6 +126,8 @@ def tenable(
 ) -> bool:
     """Whether nothing that was seen of the machine speaks against the certified rate.
 
+    Nor the confidence that is asked for now.
+
     Args:
         earlier_us: As of :func:`watched_times`.
     """
@@ -141,11 +142,10 @@ def tenable(
             seen = test.conditions
     if stalls_too_long(study, sla, median_ms):
         return False
-    if certificate is not None and certificate.confidence < sla.confidence:
-        # Certified as the claim of fewer types of instances than the study has now.
-        enough = partial(passes, percentile=sla.percentile, confidence=sla.confidence)
-        if known is None or not enough(known):
-            return False
+    # Certified as the claim of fewer types of instances than the study has now.
+    less = certificate is not None and certificate.confidence < sla.confidence
+    if less and (known is None or not _proves(known, sla)):
+        return False
     times = watched_times(study, earlier_us)
     share = _evidence_met(measurement, rate_rps, seen, times, sla, slow_edge, response)
     return outweighs(known, share, sla)
@@ -187,6 +187,10 @@ def _evidence_met(
     return least_met(rate_rps, measurement.edge, times, sla, met, slow_edge, tests, response)
 
 
+def _proves(known: RateEvidence, sla: Sla, share: float = 1.0) -> bool:
+    return passes(known, percentile=sla.percentile, confidence=sla.confidence, share=share)
+
+
 def outweighs(known: RateEvidence | None, share: float, sla: Sla) -> bool:
     """Whether a claim's requests prove it though its runs met slow states less often than others.
 
@@ -200,7 +204,4 @@ def outweighs(known: RateEvidence | None, share: float, sla: Sla) -> bool:
     """
     if share >= 1.0:
         return True
-    confidence = sla.confidence
-    return known is not None and passes(
-        known, percentile=sla.percentile, confidence=confidence, share=share
-    )
+    return known is not None and _proves(known, sla, share)

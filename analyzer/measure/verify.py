@@ -29,8 +29,7 @@ from analyzer.twin.server_model import ServerModel
 # Starts of the server: one restart shows what a fresh start changes.
 STARTS = 2
 _BLOCK_S_MIN = 1.0  # a run: below that the start of the arrivals is most of it
-# And above this, with so many requests, it decides later than it might: two runs of 22 s decided
-# most claims (bench/results/demos_n11.json).
+# And above this, with so many requests, it decides later than it might (a choice).
 _BLOCK_S_MAX, _BLOCK_REQUESTS = 20.0, 300
 # What a verdict lacks is spent beyond the time where it is at most this part of it; the requests of
 # further runs are expected to depend on each other as those so far, by and large.

@@ -146,6 +146,10 @@ class WalkClaims:
         known = self.known(rate)
         return known is not None and self._goal.proves(known)
 
+    def lacking(self, rate: float) -> float:
+        """Requests that are missing to the least seconds of a proof; at most 0 where none are."""
+        return self._goal.lacking_s(rate, self.known(rate)) * rate
+
     @property
     def _anew(self) -> Opening:
         return None, self._open + 1

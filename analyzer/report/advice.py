@@ -56,7 +56,10 @@ _LIMITS = {
 
 
 #: Of what has a certificate that passed, and nothing certified.
-NOT_UPHELD = "Its certificate passed, but the machine was worse later than in its runs."
+NOT_UPHELD = (
+    "Its certificate passed, but the machine was worse later than in its runs, or more confidence "
+    "is asked for now."
+)
 
 
 def miss_sentence(miss: Miss, sla: Sla, *, passed: bool = False) -> str:

@@ -287,5 +287,6 @@ def _taken_back(found: StudyResult) -> list[str]:
     if found.verdict == "found" or not set(found.recommendable or ()) & set(found.taken_back):
         return []
     return [
-        "A certificate passed, but the machine was worse later than in its runs: it is not upheld."
+        "A certificate passed, but the machine was worse later than in its runs, or more "
+        "confidence is asked for now: it is not upheld."
     ]

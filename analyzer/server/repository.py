@@ -362,9 +362,9 @@ class Repository:
             if member == name or member in above:
                 raise RepositoryError(f"ensemble '{name}' contains itself.")
             loaded = self._slots.get(member)
-            # One that changed is loaded anew, as in Triton, but for one that was sent with a load.
-            sent = loaded is None or loaded.folder is None or not (self._root / member).is_dir()
-            if not self.ready(member) or not sent:
+            # One whose folder changed is loaded anew, as in Triton.
+            of_folder = loaded is not None and loaded.folder is not None
+            if not self.ready(member) or (of_folder and (self._root / member).is_dir()):
                 self._load(member, above=(*above, name))
 
     def _resolve(self, name: str, version: int) -> LoadedModel:

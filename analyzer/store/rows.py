@@ -56,11 +56,12 @@ def study_record(row: Mapping[str, Any]) -> StudyRecord:
 def stored_result(result: StudyResult) -> StoredResult:
     """What is stored of ``result`` in a row of its own."""
     kept = {field.name for field in dataclasses.fields(StoredResult)} - {"told"}
-    told = tuple(
-        (outcome.configuration.config_id, isinstance(outcome, Measurement))
-        for outcome in result.outcomes
-    )
-    return StoredResult(told=told or None, **{name: getattr(result, name) for name in kept})
+    told = tuple(map(_told, result.outcomes)) or None
+    return StoredResult(told=told, **{name: getattr(result, name) for name in kept})
+
+
+def _told(outcome: Measurement | Failure) -> tuple[str, bool]:
+    return outcome.configuration.config_id, isinstance(outcome, Measurement)
 
 
 def standing(
@@ -76,8 +77,7 @@ def standing(
     last: dict[Configuration, Measurement | Failure] = {}
     counting = set(told) if told is not None else None
     for item in outcomes:
-        own = item.outcome.configuration.config_id, isinstance(item.outcome, Measurement)
-        if counting is not None and own not in counting:
+        if counting is not None and _told(item.outcome) not in counting:
             continue
         known = last.get(item.outcome.configuration)
         if not (isinstance(item.outcome, Failure) and isinstance(known, Measurement)):
