@@ -286,7 +286,5 @@ def _taken_back(found: StudyResult) -> list[str]:
     """Why a type has no recommendation though a certificate passed; at most one sentence."""
     if found.verdict == "found" or not set(found.recommendable or ()) & set(found.taken_back):
         return []
-    return [
-        "A certificate passed, but the machine was worse later than in its runs, or more "
-        "confidence is asked for now: it is not upheld."
-    ]
+    why = "the machine was worse later than in its runs, or more confidence is asked for now"
+    return [f"A certificate passed, but {why}: it is not upheld."]
